@@ -1,6 +1,7 @@
 //! Hands every published state to both halves of the datapath, reports what becomes of it, and attaches the programs of traces.
 //!
-//! Invariant: neither half waits for the other. A state is active once both have it.
+//! Invariant: neither half waits for the state of the other; only a change of whether packets are served waits for sockets. A
+//! state is active once both have it.
 //! Packets that are forwarded follow the packet path, which has to expect them.
 
 use std::{collections::BTreeSet, mem, net::IpAddr, sync::Arc};

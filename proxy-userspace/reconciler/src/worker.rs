@@ -1,6 +1,6 @@
 //! The loop of a datapath: make the newest state active, retry what failed, and do what is due without a change.
 //!
-//! Invariant: nothing queues. States that come while one is being applied replace each other.
+//! Invariant: no state queues. Those that come while one is being applied replace each other.
 
 use std::{collections::BTreeSet, future::pending, net::IpAddr, panic, sync::Arc, time::Duration};
 

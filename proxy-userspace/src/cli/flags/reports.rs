@@ -61,7 +61,7 @@ impl UiFlag {
 /// Where a process serves its status pages, and where commands find it.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct StatusSocketFlag {
-    /// Unix socket of the status pages, which `status`, `check`, `explain`, `trace` and `support-bundle` read; 0 or an empty value disables them
+    /// Unix socket of the status pages, which `status`, `check`, `top`, `explain`, `trace` and `support-bundle` read; 0 or an empty value disables them
     ///
     /// /status (JSON) is the state of the process, /state (JSON) what it serves, /explain (JSON)
     /// answers `explain`, /trace `trace`; /metrics, /config and /log are for `support-bundle`. The socket has mode 0600. A second instance on a node needs a socket of its own.

@@ -151,7 +151,7 @@ impl Seen {
         Ok(Self {
             rows: Rows::new(kernel, unnamed, names),
             generation,
-            // nftables has no counters per Service.
+            // Of nftables only connections from outside have counters.
             counts: ebpf::counts(pins).map_err(message),
             hooks: ebpf::query_at(options.cgroup.as_deref(), pins).map_err(message),
             packets,

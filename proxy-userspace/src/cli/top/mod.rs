@@ -94,7 +94,7 @@ fn uncounted(error: Error) -> Error {
     let has_tables = || nft::frontend_addresses().is_ok_and(|it| !it.is_empty());
     match error.downcast_ref() {
         Some(ebpf::Error::NotInitialized(_)) if has_tables() => anyhow!(
-            "nftables alone serves here (--backend nft), and counts no connections of Services: `status` lists the Services, \
+            "nftables alone serves here (--backend nft), and counts connections from outside alone: `status` lists the Services, \
              and `trace --service NAMESPACE/NAME` shows the connections of one"
         ),
         _ => error,

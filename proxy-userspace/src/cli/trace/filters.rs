@@ -31,7 +31,7 @@ pub(super) struct Filters {
     /// Only connections of this pod, by its UID, or by its name if it is an endpoint of a Service
     #[arg(long, value_name = "UID|NAMESPACE/NAME", value_parser = parse_pod)]
     pub(super) pod: Option<String>,
-    /// Only failures: no endpoints, no room, and connections that the endpoint refuses or does not answer
+    /// Only failures: no endpoints, no such cluster IP or port, no room, and connections that the endpoint refuses or does not answer
     #[arg(long)]
     pub(super) failed: bool,
     /// Also show how each connection ended, and when

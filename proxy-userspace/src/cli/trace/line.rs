@@ -195,9 +195,7 @@ impl Decision {
             TraceVerdict::NoEndpoints => "ECONNREFUSED: the Service has no endpoints".into(),
             TraceVerdict::NoRoom => "ENOBUFS: there is no room for the translation".into(),
             TraceVerdict::Excluded => "not translated: the process is excluded".into(),
-            TraceVerdict::LeftToPackets => {
-                "not translated: left to nftables, as the socket is the kernel's".into()
-            }
+            TraceVerdict::LeftToPackets => "not translated: left to nftables".into(),
             TraceVerdict::Passed => {
                 let reason = self.reason.as_deref();
                 let reason = reason.unwrap_or("no Service has this address, port and protocol");
