@@ -7,7 +7,7 @@ use model::{
     Family, FrontendKind, Protocol,
     cluster::{Endpoint, EndpointSlice},
     conflicts::FrontendKey,
-    state::{Algorithm, LoadBalancing, Scope, ServicePort, SocketLb, TargetPort, TrafficPolicy},
+    state::{Algorithm, LoadBalancing, Pod, Scope, ServicePort, SocketLb, TargetPort, TrafficPolicy},
 };
 
 use super::{
@@ -73,9 +73,10 @@ impl Found<'_> {
             Scope::Internal => "internalTrafficPolicy",
             Scope::External | Scope::Cluster => "externalTrafficPolicy",
         };
-        // TCP sockets are refused at once; packets are dropped, as kube-proxy does, also those of UDP sockets.
-        let is_refused =
-            self.explanation.client.kind != ClientKind::Outside && self.explanation.protocol == "TCP";
+        // TCP sockets are refused at once; packets are dropped, as kube-proxy does, also those of sockets that leave them.
+        let is_refused = self.explanation.client.kind != ClientKind::Outside
+            && self.explanation.protocol == "TCP"
+            && self.pod().is_none_or(|it| it.socket_lb != SocketLb::Off);
         let verdict = if is_refused { Verdict::Refused } else { Verdict::Dropped };
         (verdict, format!("{policy} is Local, and no endpoint on this node serves"))
     }
@@ -246,9 +247,14 @@ impl Found<'_> {
         })
     }
 
+    /// The client, if it is a pod with an annotation.
+    fn pod(&self) -> Option<&Pod> {
+        self.search.cluster.pods.get(self.explanation.client.pod.as_deref()?).map(AsRef::as_ref)
+    }
+
     /// Which sockets of the pod are left to packets.
     fn sockets(&self) -> Option<&'static str> {
-        let pod = self.search.cluster.pods.get(self.explanation.client.pod.as_deref()?)?;
+        let pod = self.pod()?;
         Some(match pod.socket_lb {
             SocketLb::Off => {
                 "all are left to packets, by the annotation kube-proxy-ebpf.io/socket-lb of the pod (--pod-annotations)"

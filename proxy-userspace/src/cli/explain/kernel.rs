@@ -146,11 +146,19 @@ impl Kernel {
     }
 
     /// The explanation by what the datapath decides and the brain does not know: at which addresses this node serves node
-    /// ports, and whether there are nftables tables, which drop the UDP of sockets that are refused otherwise.
+    /// ports, and whether sockets or nftables decide: sockets are refused, packets are dropped.
     pub(super) fn correct(&self, mut explanation: Explanation) -> Explanation {
-        let is_socket = explanation.client.kind != ClientKind::Outside && explanation.protocol == "UDP";
-        if explanation.verdict == Verdict::Dropped && is_socket && self.sockets.is_some() && !self.has_tables {
-            explanation.verdict = Verdict::Refused;
+        if explanation.client.kind != ClientKind::Outside && self.errors.is_empty() {
+            let is_udp = explanation.protocol == "UDP";
+            match explanation.verdict {
+                Verdict::Dropped if is_udp && self.sockets.is_some() && !self.has_tables => {
+                    explanation.verdict = Verdict::Refused;
+                }
+                Verdict::Refused if self.sockets.is_none() && self.packets == Some(Packets::Dropped) => {
+                    explanation.verdict = Verdict::Dropped;
+                }
+                _ => {}
+            }
         }
         let node_port = FrontendKind::NodePort.to_string();
         let is_node_port =
@@ -335,12 +343,25 @@ mod tests {
     }
 
     #[test]
-    fn udp_of_sockets_is_dropped_by_tables_and_otherwise_refused() {
-        let dropped =
-            Explanation { verdict: Verdict::Dropped, protocol: "UDP".into(), ..explanation(Some("ns/web")) };
-        for (has_tables, expected) in [(true, Verdict::Dropped), (false, Verdict::Refused)] {
-            let kernel = Kernel { has_tables, sockets: Some(endpoints(&[])), ..Kernel::default() };
-            assert_eq!(kernel.correct(dropped.clone()).verdict, expected);
+    fn sockets_are_refused_and_packets_dropped() {
+        use Verdict::{Dropped, Refused};
+        let udp = |verdict| Explanation { verdict, protocol: "UDP".into(), ..explanation(Some("ns/web")) };
+        let tcp = |verdict| Explanation { verdict, ..explanation(Some("ns/web")) };
+        let mut outside = udp(Dropped);
+        outside.client.kind = ClientKind::Outside;
+        let sockets = || Kernel { sockets: Some(endpoints(&[])), ..Kernel::default() };
+        let unread = Kernel { errors: vec!["nftables: no permission".into()], ..sockets() };
+        let dropped = || Kernel { has_tables: true, packets: Some(Packets::Dropped), ..Kernel::default() };
+        for (kernel, explanation, expected) in [
+            (sockets(), udp(Dropped), Refused),
+            (Kernel { has_tables: true, ..sockets() }, udp(Dropped), Dropped),
+            (unread, udp(Dropped), Dropped),
+            (sockets(), outside, Dropped),
+            (sockets(), tcp(Refused), Refused),
+            (dropped(), tcp(Refused), Dropped),
+            (Kernel { sockets: Some(endpoints(&[])), ..dropped() }, tcp(Refused), Refused),
+        ] {
+            assert_eq!(kernel.correct(explanation).verdict, expected);
         }
     }
 
