@@ -15,7 +15,7 @@ pub(crate) fn milliseconds(time: Duration) -> f64 {
 /// Any percentile of at least one figure.
 pub(crate) fn percentiles(mut figures: Vec<f64>) -> impl Fn(usize) -> f64 {
     figures.sort_unstable_by(f64::total_cmp);
-    move |percent| figures[((figures.len() - 1) * percent).div_ceil(100)]
+    move |percent| figures[((figures.len() - 1) * percent + 50) / 100]
 }
 
 /// The median of at least one figure.
