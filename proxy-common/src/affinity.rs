@@ -19,6 +19,7 @@ pub enum AffinityClient {
 pub struct AffinityKey {
     /// The client: its address, or the cookie of its namespace followed by zeroes.
     pub client: [u32; 4],
+    /// [`crate::tables::Frontend::service_port`].
     pub service_port: u64,
     /// 1 if the client is an address, 0 if it is a namespace.
     pub is_address: u32,

@@ -9,9 +9,10 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
+    /// The position of the first backend in the family's array.
     pub offset: u32,
     pub count: u32,
-    /// The largest share of them that is avoided, in percent.
+    /// The largest share of the backends that is avoided, in percent.
     pub max_ejected: u8,
     pub options: FrontendOptions,
     pub client: Client,

@@ -115,6 +115,7 @@ pub enum Verdict<Backend = SockAddr> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selection<Backend = SockAddr> {
     pub backend: Backend,
+    /// The first counter of the service port.
     pub port_counter: CounterIndex,
     /// The counter of the backend; [`NO_COUNTER`] for a datagram that is not the first to this backend.
     pub backend_counter: CounterIndex,

@@ -32,6 +32,7 @@ pub struct Frontend {
     pub affinity_timeout: u32,
     /// Identifies the service port: the same in every generation, and after every restart.
     pub service_port: u64,
+    /// The first counter of the service port.
     pub counter: CounterIndex,
     /// The position of its first backend in the family's array; `backend_count - 1` more follow.
     pub backend_offset: u32,

@@ -82,6 +82,7 @@ lines! {
     kept(socket, endpoints, tried) Debug,
         debug!("socket={} choice: kept endpoints={} tried={}", socket, endpoints, tried);
     endpoint(socket, position) Debug, debug!("socket={} endpoint: read position={}", socket, position);
+    /// The destination has just sent a datagram to this socket, so this one is a reply.
     just_heard(socket) Debug, debug!("socket={} reply: just heard", socket);
     /// The socket has had its slot before.
     slot_owned(socket) Debug, debug!("socket={} slot: owned", socket);

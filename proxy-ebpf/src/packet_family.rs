@@ -59,6 +59,7 @@ pub(crate) trait PacketFamily: FamilyTables + WrapFamily {
     fn returned(header: Self::Header) -> Self::Header;
     /// The destination of an ICMP message; `None` if it is not handled.
     fn icmp(header: &Self::Header) -> Option<Self>;
+    /// Whether an ICMP message of this type quotes a packet.
     fn is_error(kind: u8) -> bool;
     /// Tells a client how long its packets may be.
     fn too_big(node: Self, client: Self, mtu: u32, quoted: &Self::Quoted) -> Self::TooBig;

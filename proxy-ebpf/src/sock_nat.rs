@@ -68,6 +68,7 @@ pub(crate) fn insert(ctx: &SockAddrContext, slot: &mut SlotRef, nat: &SockNat, w
     if is_tcp { Insertion::Done } else { Insertion::NoRoom }
 }
 
+/// For a socket that is connected elsewhere now.
 #[inline(always)]
 pub(crate) fn remove(ctx: &SockAddrContext, slot: &SlotRef) {
     if let Some(own) = slot.own()

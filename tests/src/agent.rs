@@ -177,7 +177,8 @@ impl AgentCommand {
         self
     }
 
-    /// Has `program`, with these arguments, start this one; it may make system calls that the shipped profile does not allow.
+    /// Has `program` start this one, with these arguments before the binary's name; the process may make system calls that the
+    /// shipped profile does not allow.
     pub fn under(mut self, program: &Path, arguments: Vec<String>) -> Self {
         let binary = mem::replace(&mut self.binary, program.to_owned());
         let arguments = arguments.into_iter().map(OsString::from).chain([binary.into()]);

@@ -17,7 +17,7 @@ pub struct Explained {
 }
 
 impl Explained {
-    /// Runs a command `explain` with the words of a question. The kernel's maps must agree with the answer.
+    /// Runs a command `explain` with the words of a question. The kernel must agree with the answer.
     #[track_caller]
     pub fn ask(command: &mut Command, words: &[&str]) -> Self {
         let Output { code, stdout, stderr } = run(command.args(["--output", "json"]).args(words));

@@ -7,8 +7,8 @@
 //! connects: once ([`request`]), over one long-lived connection ([`EchoConnection`]), or continuously ([`ConnectLoad`]).
 //! Tests of forwarded traffic use a [`TestCluster`] of several network namespaces.
 //!
-//! A function without a `Result` panics if the test cannot go on, and one named `or_skip` reports why the test is skipped. An
-//! error says what failed, and why.
+//! A function without a `Result` panics if the test cannot go on; one whose name ends with `or_skip` reports why the test is
+//! skipped, and returns nothing to test with. An error says what failed, and why.
 
 #![forbid(unsafe_code)]
 

@@ -15,7 +15,7 @@ pub fn current_test() -> String {
     name.rsplit("::").next().unwrap_or(name).to_owned()
 }
 
-/// Reports that the current test is skipped in [`SKIPPED_TESTS_FILE`]: the test runner hides the output of a test that passes.
+/// Reports in [`SKIPPED_TESTS_FILE`] that the current test is skipped: the test runner hides the output of a test that passes.
 pub fn skip(reason: &str) {
     let line = format!("skipped: {}: {reason}\n", current_test());
     // Nothing else can be done if this fails.

@@ -50,7 +50,8 @@ fn other_machines() -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Checks licenses, sources, versions and known vulnerabilities of dependencies; returns why vulnerabilities were not, if so.
+/// Checks licenses, sources, versions and known vulnerabilities of dependencies; returns why known
+/// vulnerabilities could not be checked, if so.
 pub(crate) fn licenses() -> Result<Option<String>> {
     let program = cargo_tool("cargo-deny", CARGO_DENY)?;
     let deny = |arguments: &[&str]| {

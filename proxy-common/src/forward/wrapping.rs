@@ -201,7 +201,7 @@ impl Ipv6Header {
     }
 }
 
-/// An address family, by its addresses.
+/// An address family, by the type of its addresses: how its packets are wrapped.
 pub trait WrapFamily: Sized {
     /// The headers before the packet.
     type Wrapping: Copy;
@@ -220,7 +220,9 @@ pub struct Wrap<A> {
     pub second: A,
     /// The length of the packet with its IP header, in bytes.
     pub length: u32,
+    /// The hash of its flow, from which the outer source port comes.
     pub hash: u32,
+    /// The UDP port that wrapped packets are sent to.
     pub port: Be16,
 }
 

@@ -50,7 +50,8 @@ pub(crate) fn open_maps(pid: u32) -> Result<BTreeMap<u32, u64>> {
     Ok(maps)
 }
 
-/// The median run time of a program during `work` in nanoseconds: of one run, or of one of so many `parts` of the work. The
+/// The run time of a program in nanoseconds, the median over batches of its runs during `work`: of one run, or of one of so
+/// many `parts` of the work. The
 /// kernel also counts interrupts of a program, and the time that other guests of the machine take from it. The program is the
 /// one that a pinned link has attached: a trace puts another one there.
 pub(crate) fn run_time(

@@ -182,7 +182,8 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// The root file system of every virtual machine: busybox, these test binaries, every build of the product and this program.
+/// The root file system of every virtual machine: busybox, these test binaries, every build of the product and this program;
+/// the caller adds kernel modules and the plan.
 fn root_file_system(system: &System, binaries: &BTreeSet<PathBuf>) -> Result<Initramfs> {
     let mut root = Initramfs::new();
     root.program(system, &system.busybox()?, Path::new("/bin/busybox"))?;

@@ -246,7 +246,7 @@ impl PacketBackend {
                 if !is_accepted {
                     self.network.send(&first, destination.ip())?;
                 }
-                // It, or what acknowledges it, may have been lost.
+                // The answer, or what acknowledges it, may have been lost.
                 if let Some((packet, bytes)) = &asked {
                     self.answer(packet, bytes)?;
                 }

@@ -30,7 +30,7 @@ pub(super) struct Packet {
 }
 
 impl Packet {
-    /// Whether it has the source and the destination of this one.
+    /// Whether both have the same source and destination.
     pub(super) fn is_of(&self, other: &Self) -> bool {
         (self.source, self.destination) == (other.source, other.destination)
     }

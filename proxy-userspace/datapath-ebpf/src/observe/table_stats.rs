@@ -88,7 +88,9 @@ impl StatsReader {
             self.delete_leaked()?;
             self.leaked = leaked;
         }
-        let entries = self.overflow_stat(INSERTED)?.saturating_sub(self.overflow_stat(DELETED)? + self.overflow_stat(COLLECTED)?);
+        let entries = self
+            .overflow_stat(INSERTED)?
+            .saturating_sub(self.overflow_stat(DELETED)? + self.overflow_stat(COLLECTED)?);
         Ok(OverflowStats {
             entries,
             capacity: self.overflow.capacity,
@@ -123,7 +125,12 @@ impl StatsReader {
 
     /// The network namespaces that were refused, those with the most refusals first. Forgets those that use nothing any more.
     fn refused(&mut self, cgroup: &Path) -> Result<Vec<RefusedNamespace>, Error> {
-        let now = [self.overflow_stat(INSERTED)?, self.overflow_stat(DELETED)?, self.overflow_stat(COLLECTED)?, self.overflow_stat(REFUSED)?];
+        let now = [
+            self.overflow_stat(INSERTED)?,
+            self.overflow_stat(DELETED)?,
+            self.overflow_stat(COLLECTED)?,
+            self.overflow_stat(REFUSED)?,
+        ];
         if now == self.read_at {
             return Ok(self.refused.clone());
         }

@@ -43,7 +43,7 @@ pub(crate) fn message(
     Message { flags, ..Message::nf_tables(command, protocol_family(family), all) }
 }
 
-/// Makes a message about another table.
+/// Has a message be about another table.
 pub(crate) fn in_table(name: &str, mut message: Message) -> Message {
     for it in message.attributes.iter_mut().filter(|it| it.kind == NFTA_TABLE_NAME) {
         *it = Attribute::text(NFTA_TABLE_NAME, name);
@@ -56,7 +56,7 @@ pub(crate) fn new_table(family: Family, comment: &str) -> Message {
     message(NFT_MSG_NEWTABLE, NLM_F_CREATE, family, [userdata(NFTA_TABLE_USERDATA, comment)])
 }
 
-/// Creates the table, owned by the socket that sends the message; a table without an owner that persists is adopted.
+/// Creates the table, owned by the socket that sends the message; an existing table that persists and has no owner is adopted.
 pub(crate) fn new_owned_table(family: Family, comment: &str) -> Message {
     let flags = Attribute::u32(NFTA_TABLE_FLAGS, NFT_TABLE_F_OWNER | NFT_TABLE_F_PERSIST);
     message(NFT_MSG_NEWTABLE, NLM_F_CREATE, family, [userdata(NFTA_TABLE_USERDATA, comment), flags])

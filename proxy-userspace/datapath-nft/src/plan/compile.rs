@@ -366,7 +366,7 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// Where traffic of a scope goes, which it notes. Endpoints that exceed the maximum are left out and reported, at the
+    /// Where traffic of a scope goes; also adds it to `compiled.scopes`. Endpoints that exceed the maximum are left out and reported, at the
     /// cluster IP that `compiled.identity` still is.
     fn way(self, scope: Scope, compiled: &mut PortImage, image: &mut ServiceImage) -> Action {
         let mut set = self.targets(scope);

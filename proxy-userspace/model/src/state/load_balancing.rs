@@ -4,7 +4,7 @@ use std::num::{NonZeroU8, NonZeroU16, NonZeroU32};
 
 use super::ExternalForwarding;
 
-/// Comes from the annotations of a Service.
+/// How connections to a Service are spread over its endpoints: from its annotations, beyond what its spec says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadBalancing {
     pub algorithm: Algorithm,

@@ -253,6 +253,7 @@ pub struct ClientIpAffinity {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
+    /// Empty if the port has no name.
     pub name: String,
     /// Its protocol; the same number may be used once per protocol.
     pub protocol: Protocol,

@@ -18,7 +18,7 @@ pub struct Converted<T> {
 }
 
 impl<T> Converted<T> {
-    /// Makes the object one of any kind.
+    /// Wraps the object as one of any kind.
     pub(crate) fn of_kind(self, kind: fn(Arc<T>) -> Object) -> Converted<Object> {
         Converted { object: self.object.map(|it| kind(Arc::new(it))), rejected: self.rejected }
     }
