@@ -1,6 +1,6 @@
-//! Archives that depend only on names and contents: not on times, owners or the order of a folder.
+//! Archives that depend only on names, contents and what may be executed: not on times, owners or the order of a folder.
 
-use std::path::Path;
+use std::{os::unix::fs::PermissionsExt as _, path::Path};
 
 use anyhow::Result;
 use flate2::{Compression, GzBuilder};
@@ -23,9 +23,11 @@ impl Entry {
         Self { is_executable: true, ..self }
     }
 
-    /// A file of this machine, not executable unless [`Self::executable`] makes it so.
+    /// A file of this machine, executable if it is here.
     pub(crate) fn read(name: impl Into<String>, path: &Path) -> Result<Self> {
-        Ok(Self::new(name, build_tools::read(path)?))
+        let entry = Self::new(name, build_tools::read(path)?);
+        let mode = path.metadata()?.permissions().mode();
+        Ok(Self { is_executable: mode & 0o100 != 0, ..entry })
     }
 }
 
@@ -77,6 +79,8 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
 pub(crate) mod tests {
     use std::io::Read;
 
+    use build_tools::command::workspace;
+
     use super::*;
 
     /// The names in an archive, each with its mode and its contents; none has a time or an owner.
@@ -93,6 +97,14 @@ pub(crate) mod tests {
             (name, (mode, bytes))
         };
         entries.map(read).collect()
+    }
+
+    #[test]
+    fn a_file_is_as_executable_as_it_is_here() {
+        for (path, expected) in [("kubectl-service_proxy", true), ("Containerfile", false)] {
+            let entry = Entry::read(path, &workspace().join("deploy").join(path)).expect("a file");
+            assert_eq!(entry.is_executable, expected, "{path}");
+        }
     }
 
     #[test]

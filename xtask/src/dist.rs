@@ -70,7 +70,7 @@ pub(crate) fn dist(machines: &[Machine]) -> Result<Dist> {
         entries.push(Entry::new("kube-proxy-ebpf", &*bytes).executable());
         for backend in build::build_release_backends(machine)? {
             let name = backend.file_name().and_then(|it| it.to_str()).context("a backend has a name")?;
-            entries.push(Entry::read(name, &backend)?.executable());
+            entries.push(Entry::read(name, &backend)?);
         }
         let bill = serde_json::to_vec_pretty(&bill_of_materials(machine)?)?;
         artifacts.push((format!("{stem}.tar.gz"), archive(&stem, entries)?));
