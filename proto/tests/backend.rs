@@ -6,7 +6,13 @@
 mod scripted_brain;
 
 use std::{
-    collections::VecDeque, future::pending, io, net::SocketAddr, path::Path, sync::Arc, time::Duration,
+    collections::VecDeque,
+    future::pending,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
 };
 
 use clap::Parser;
@@ -70,8 +76,10 @@ struct Running {
     _folder: tempfile::TempDir,
 }
 
+/// An address of loopback that only this process uses: at 127.0.0.1, a connection of another test may take the port meanwhile.
 async fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+    let ip = Ipv4Addr::from_bits(0x7f80_0000 | std::process::id() & 0x7f_ffff);
+    TcpListener::bind((ip, 0)).await.unwrap().local_addr().unwrap()
 }
 
 fn flags(socket: &Path, arguments: &[&str]) -> Flags {
@@ -103,7 +111,10 @@ impl Running {
         let pages =
             [format!("--healthz-bind-address={healthz}"), format!("--metrics-bind-address={metrics}")];
         let flags = flags(&socket, &["--sync-period=1", &pages[0], &pages[1]]);
-        tokio::spawn(async move { run(&flags, &mut backend, pending()).await });
+        tokio::spawn(async move {
+            let Err(error) = run(&flags, &mut backend, pending()).await else { return };
+            eprintln!("the backend ended: {error}");
+        });
         Self { given, brain, healthz, metrics, _folder: folder }
     }
 
