@@ -157,7 +157,8 @@ impl Admission {
         self.changed.extend(without_room);
         let mut affected = BTreeSet::new();
         for (name, claim) in claims {
-            let claim = claim.filter(|_| !self.is_refused(&name)).unwrap_or_default();
+            let claim = claim.unwrap_or_default();
+            let claim = if self.is_refused(&name) { claim.of_cluster_ips() } else { claim };
             affected.extend(self.owners.set(&name, claim));
             affected.insert(name);
         }

@@ -64,6 +64,14 @@ impl Claim {
         Self { created, cluster_ips: service.cluster_ips.clone(), frontends }
     }
 
+    /// Only the claims to its own cluster IPs: those of a Service that is not served, which no other one may take over.
+    #[must_use]
+    pub fn of_cluster_ips(mut self) -> Self {
+        let own = &self.cluster_ips;
+        self.frontends.retain(|it| it.address.is_some_and(|ip| own.contains(&ip)));
+        self
+    }
+
     fn precedence(&self, service: &ServiceName, frontend: FrontendKey) -> Precedence {
         Precedence {
             is_not_cluster_ip: !frontend.address.is_some_and(|it| self.cluster_ips.contains(&it)),

@@ -114,6 +114,21 @@ fn what_does_not_fit_claims_no_frontend() {
 }
 
 #[test]
+fn nobody_takes_over_the_cluster_ip_of_a_service_that_does_not_fit() {
+    let old = named("a", "x", 2);
+    let new = Service { external_ips: old.cluster_ips.clone(), ..named("bb", "y", 1) };
+    let brain = brain(10, &[(&old, 10), (&new, 4)]);
+    assert_eq!(served(&brain), ["bb/y"]);
+    let state = &brain.state("n1").unwrap().services[&new.name];
+    assert_eq!(state.service.ports[0].conflicting_addresses, old.cluster_ips);
+    let rejected: Vec<_> = brain.rejections().iter().map(ToString::to_string).collect();
+    assert!(
+        rejected.iter().any(|it| it.starts_with("Service bb/y: ") && it.contains("Service a/x")),
+        "{rejected:?}"
+    );
+}
+
+#[test]
 fn the_rows_of_forwarded_services_count() {
     let mut service = named("a", "x", 1);
     service.kind = ServiceKind::LoadBalancer;
