@@ -17,7 +17,7 @@ use hyper::{
     header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS},
 };
 use model::{
-    Family, Rejected, ServiceName,
+    Family, PerFamily, Rejected, ServiceName,
     state::{NodeState, ServiceState, TrafficPolicy},
 };
 use parking_lot::Mutex;
@@ -76,8 +76,8 @@ pub struct BindFailure {
     pub reason: String,
 }
 
-/// By port: the number of local endpoints of each Service with that port. The first Service by name is served.
-type Checks = BTreeMap<u16, BTreeMap<ServiceName, usize>>;
+/// By port: the number of local endpoints of each Service with that port, by family. The first Service by name is served.
+type Checks = BTreeMap<u16, BTreeMap<ServiceName, PerFamily<usize>>>;
 /// The addresses that cannot be bound, with the reason.
 type BindErrors = BTreeMap<SocketAddr, String>;
 
@@ -194,10 +194,15 @@ fn check_port(state: &ServiceState) -> Option<u16> {
 
 /// The number of endpoints on this node that a load balancer should send to. Terminating endpoints still serve, but should
 /// get no new traffic (KEP-1669). Addresses are counted, as kube-proxy does (`LocalReadyEndpoints`).
-fn local_endpoints(state: &ServiceState) -> usize {
+fn local_endpoints(state: &ServiceState) -> PerFamily<usize> {
     let ready = || state.endpoints.iter().filter(|it| it.local && !it.serving_terminating);
     let count = |family| ready().filter_map(|it| it.address(family)).collect::<BTreeSet<_>>().len();
-    count(Family::V4).max(count(Family::V6))
+    PerFamily { v4: count(Family::V4), v6: count(Family::V6) }
+}
+
+/// Those that count at an address: of its family, as with kube-proxy; at all addresses, of the family that has more.
+fn counted_at(ip: IpAddr, endpoints: &PerFamily<usize>) -> usize {
+    if ip.is_unspecified() { endpoints.v4.max(endpoints.v6) } else { *endpoints.of(Family::of(ip)) }
 }
 
 impl Shared {
@@ -211,12 +216,13 @@ impl Shared {
             tracing::info!(%address, "serving health checks after failed attempts");
             self.report_bind_errors();
         }
-        let port = address.port();
+        let (ip, port) = (address.ip(), address.port());
         let connections = self.admin.connections.of(PageGroup::Health).clone();
         let handler = move |_| -> PendingResponse {
             let is_healthy = Health::external(&self.admin.state(), Moment::now()).is_ok();
             let checks = self.checks.lock();
             let check = checks.get(&port).and_then(|it| it.first_key_value());
+            let check = check.map(|(service, endpoints)| (service, counted_at(ip, endpoints)));
             Box::pin(ready(respond(check, is_healthy)))
         };
         accept(&listener, &connections, Arc::new(handler)).await;
@@ -256,7 +262,7 @@ impl Shared {
     }
 }
 
-fn respond(check: Option<(&ServiceName, &usize)>, is_healthy: bool) -> Response<PageBody> {
+fn respond(check: Option<(&ServiceName, usize)>, is_healthy: bool) -> Response<PageBody> {
     let Some((service, local_endpoints)) = check else {
         // The Service is being removed.
         let mut response = Response::new(body::short(""));
@@ -269,14 +275,14 @@ fn respond(check: Option<(&ServiceName, &usize)>, is_healthy: bool) -> Response<
         r#"{{"service":{{"namespace":"{namespace}","name":"{name}"}},"localEndpoints":{local_endpoints},"serviceProxyHealthy":{is_healthy}}}"#
     );
     let mut response = Response::new(body::short(text));
-    if *local_endpoints == 0 || !is_healthy {
+    if local_endpoints == 0 || !is_healthy {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     }
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     let weight = HeaderName::from_static("x-load-balancing-endpoint-weight");
-    headers.insert(weight, HeaderValue::from(*local_endpoints));
+    headers.insert(weight, HeaderValue::from(local_endpoints));
     response
 }
 

@@ -165,17 +165,24 @@ fn only_services_with_the_external_policy_local_are_checked() {
 #[test]
 fn terminating_endpoints_do_not_count_and_an_address_counts_once() {
     let mut it = service("web", 1, 3);
-    assert_eq!(local_endpoints(&it), 3);
+    assert_eq!(local_endpoints(&it), PerFamily { v4: 3, v6: 0 });
     for endpoint in &mut it.endpoints {
         Arc::make_mut(endpoint).serving_terminating = true;
     }
-    assert_eq!(local_endpoints(&it), 0);
+    assert_eq!(local_endpoints(&it), PerFamily::default());
     let mut it = service("web", 1, 3);
     // One pod has two keys, and another one only an IPv6 address.
     Arc::make_mut(&mut it.endpoints[1]).v4 = it.endpoints[0].v4;
     let other = Arc::make_mut(&mut it.endpoints[2]);
     (other.v4, other.v6) = (None, Some(Ipv6Addr::LOCALHOST));
-    assert_eq!(local_endpoints(&it), 1);
+    assert_eq!(local_endpoints(&it), PerFamily { v4: 1, v6: 1 });
+}
+
+#[test]
+fn endpoints_count_at_addresses_of_their_family() {
+    let only_v4 = PerFamily { v4: 2, v6: 0 };
+    let counted = ["192.0.2.1", "fd00::1", "0.0.0.0"].map(|it| counted_at(it.parse().unwrap(), &only_v4));
+    assert_eq!(counted, [2, 0, 2]);
 }
 
 #[tokio::test]
@@ -186,7 +193,7 @@ async fn of_two_services_with_one_port_the_first_by_name_is_served() {
     let served = |checks: &HealthChecks, port| {
         let checks = checks.shared.checks.lock();
         let (name, count) = checks.get(&port)?.first_key_value()?;
-        Some((name.name.to_string(), *count))
+        Some((name.name.to_string(), count.v4))
     };
     let (a, b) = (|n| service("a", port, n), |n| service("b", port, n));
     checks.update(&state([b(2)]));
