@@ -92,8 +92,11 @@ pub(crate) fn compile(state: &ServiceState, host_addresses: &BTreeSet<IpAddr>) -
     // Source ranges apply to the source address, which a socket has only after routing: the packet path checks them. So it does
     // where an address is an external IP, too.
     let is_restricted = |ip: &IpAddr| {
-        let mut ranges = service.source_ranges.iter();
-        service.load_balancer_ips.contains(ip) && ranges.any(|it| Family::of(it.addr()) == Family::of(*ip))
+        let family = Family::of(*ip);
+        let mut ranges = service.source_ranges.iter().filter(|it| Family::of(it.addr()) == family).peekable();
+        // A range of everyone restricts nothing.
+        let has_ranges = ranges.peek().is_some() && ranges.all(|it| it.prefix_len() > 0);
+        has_ranges && service.load_balancer_ips.contains(ip)
     };
     for (kind, ips) in [
         (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),

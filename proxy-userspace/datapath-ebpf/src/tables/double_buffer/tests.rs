@@ -316,6 +316,9 @@ fn an_address_with_source_ranges_is_left_to_the_packet_path_whatever_else_it_is(
     assert!(!serves(&["192.0.2.0/24"], both) && serves(&["192.0.2.0/24"], external));
     // Those of the other family restrict nothing.
     assert!(serves(&["2001:db8::/32"], both) && serves(&[], both));
+    // Nor does one of everyone.
+    assert!(serves(&["0.0.0.0/0"], both) && serves(&["192.0.2.0/24", "0.0.0.0/0"], both));
+    assert!(!serves(&["192.0.2.0/24", "::/0"], both));
 }
 
 #[test]
