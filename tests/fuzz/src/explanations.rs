@@ -55,7 +55,8 @@ pub fn check(cluster: &ClusterState, options: &Options, node: &str, state: &Node
                     service.service.cluster_ips.iter().any(|it| Family::of(*it) == Family::of(ip));
                 for (client, is_outside) in CLIENTS {
                     let explanation = explained(client, SocketAddr::new(ip, number.get()), port.protocol);
-                    if has_family && (client == ["node"] || !ip.is_loopback()) {
+                    let has_loopback = client == ["node"] && port.protocol != Protocol::Sctp;
+                    if has_family && (has_loopback || !ip.is_loopback()) {
                         check_endpoints(&explanation, service, index, scope(false, is_outside));
                     } else {
                         assert_eq!(explanation.verdict, Verdict::Untranslated, "{explanation:?}");

@@ -50,6 +50,10 @@ pub(super) fn find(
             (ClientKind::Pod, found.map(|(name, _)| name), vec![*address])
         }
     };
+    // A pod in the node's own network is served as a program of the node.
+    let own = cluster.nodes.get(node).map(|it| &it.info.addresses[..]).unwrap_or_default();
+    let is_own = addresses.iter().any(|it| own.contains(it));
+    let kind = if kind == ClientKind::Pod && is_own { ClientKind::Node } else { kind };
     Ok(ExplainedClient { kind, pod, addresses })
 }
 

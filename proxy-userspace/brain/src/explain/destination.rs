@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
+    sync::Arc,
 };
 
 use model::{
@@ -29,6 +30,8 @@ pub(super) struct Search<'a> {
     pub(super) options: &'a Options,
     pub(super) node: &'a str,
     pub(super) client: ClientKind,
+    /// The client's addresses, as far as they are known.
+    pub(super) client_addresses: &'a [IpAddr],
 }
 
 #[derive(Debug)]
@@ -63,6 +66,7 @@ impl<'a> Search<'a> {
                 let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
                 let protocol = protocol
                     .or_else(|| all.into_iter().find(|it| self.frontend(*address, *it).is_ok()))
+                    .or_else(|| all.into_iter().find(|it| self.is_claimed(*address, *it)))
                     .unwrap_or(Protocol::Tcp);
                 return Ok((*address, protocol));
             }
@@ -91,15 +95,30 @@ impl<'a> Search<'a> {
             [own(&state.load_balancer_ips, port.port), own(&state.external_ips, port.port)].concat();
         let addresses =
             self.cluster.nodes.get(self.node).map(|it| &it.info.addresses[..]).unwrap_or_default();
-        let node_port = port.node_port.map(|it| own(addresses, it)).unwrap_or_default();
+        let addresses: Vec<_> =
+            addresses.iter().copied().filter(|it| has_family(service, Family::of(*it))).collect();
+        let node_port = port.node_port.map(|it| own(&addresses, it)).unwrap_or_default();
         let candidates = match self.client {
             ClientKind::Outside => [external, node_port, cluster_ips],
             ClientKind::Node | ClientKind::Pod => [cluster_ips, external, node_port],
         };
         // Without any of its own, it has lost its cluster IP, too.
         let lost = state.cluster_ips.iter().map(|it| SocketAddr::new(*it, port.port.get()));
-        let address = candidates.concat().into_iter().chain(lost).next();
+        let all: Vec<_> = candidates.concat().into_iter().chain(lost).collect();
+        let has_its_family = |it: &&SocketAddr| {
+            self.client_addresses.iter().any(|client| Family::of(*client) == Family::of(it.ip()))
+        };
+        let address = all.iter().find(has_its_family).or(all.first()).copied();
         Ok((address.ok_or_else(|| self.unserved(service))?, port.protocol))
+    }
+
+    /// Whether a Service has the address, or the node port.
+    fn is_claimed(&self, address: SocketAddr, protocol: Protocol) -> bool {
+        NonZeroU16::new(address.port()).is_some_and(|port| {
+            [Some(address.ip()), None].into_iter().any(|address| {
+                self.admission.owners.claimants(FrontendKey { address, port, protocol }).next().is_some()
+            })
+        })
     }
 
     /// The frontend at an address; or why a connection to it is not redirected.
@@ -127,7 +146,7 @@ impl<'a> Search<'a> {
         let (Some(frontend), Some(node)) = (at(None), self.node_address(address.ip())) else {
             return Err(self.unmatched(address, protocol));
         };
-        self.node_port(frontend, node, address)
+        self.node_port(frontend, node, address, protocol)
     }
 
     /// The frontend, if the node port is served at this address for this client.
@@ -136,8 +155,11 @@ impl<'a> Search<'a> {
         frontend: Frontend<'a>,
         node: NodeAddress<'a>,
         address: SocketAddr,
+        protocol: Protocol,
     ) -> Result<Frontend<'a>, Unmatched> {
         let ip = address.ip();
+        // No hook sees it.
+        let is_packet = self.client == ClientKind::Outside || protocol == Protocol::Sctp;
         let untranslated = |reason| Err((Verdict::Untranslated, reason));
         if !has_family(frontend.service, Family::of(ip)) {
             let name = &frontend.service.name;
@@ -149,7 +171,10 @@ impl<'a> Search<'a> {
             NodeAddress::Loopback if self.client != ClientKind::Node => {
                 untranslated(format!("{ip} is the loopback address of the client itself"))
             }
-            NodeAddress::Other(other) if self.client == ClientKind::Outside => {
+            NodeAddress::Loopback if is_packet => {
+                untranslated(format!("{protocol} is translated as packets, and packets to {ip} are not"))
+            }
+            NodeAddress::Other(other) if is_packet => {
                 untranslated(format!("{ip} is an address of node {other}, which decides: ask there"))
             }
             NodeAddress::Other(other) if frontend.service.external_policy == TrafficPolicy::Local => {
@@ -192,6 +217,11 @@ impl<'a> Search<'a> {
     /// What an address is, other than a node's, and what becomes of a connection to a port there that no Service has.
     fn at_address(&self, ip: IpAddr) -> Option<Unmatched> {
         let services = || self.cluster.services.values();
+        let untranslated = |reason| Some((Verdict::Untranslated, reason));
+        let is_unserved = |it: &&Arc<Service>| it.cluster_ips.contains(&ip) && self.state(it).is_none();
+        if let Some(service) = services().find(is_unserved) {
+            return untranslated(self.unserved(service).to_string());
+        }
         let served = services().find_map(|it| {
             let state = self.state(it)?;
             Some((kind_of(&state, ip)?, state))
@@ -205,10 +235,6 @@ impl<'a> Search<'a> {
                 verdict,
                 format!("{ip} is a {kind} of {name}, which has no such port: {}", ports(&state)),
             ));
-        }
-        let untranslated = |reason| Some((Verdict::Untranslated, reason));
-        if let Some(service) = services().find(|it| it.cluster_ips.contains(&ip)) {
-            return untranslated(self.unserved(service).to_string());
         }
         let cidrs = &self.cluster.service_cidrs;
         if let Some(it) = cidrs.values().find(|it| it.cidrs.iter().any(|it| it.contains(&ip))) {

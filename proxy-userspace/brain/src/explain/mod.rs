@@ -39,7 +39,9 @@ pub fn explain(
 ) -> Result<Explanation, InvalidQuery> {
     let client = client::find(cluster, node, &query.client)?;
     let admission = &Admission::of(cluster, options);
-    let search = Search { cluster, admission, options, node, client: client.kind };
+    let client_addresses = client.addresses.clone();
+    let client_addresses = &client_addresses[..];
+    let search = Search { cluster, admission, options, node, client: client.kind, client_addresses };
     let (destination, protocol) = search.address(&query.destination)?;
     let explanation = Explanation {
         node: node.into(),

@@ -205,7 +205,7 @@ impl NodeSettings {
                 SUBJECT,
                 format!(
                     "{says}, whose packets to each other do not pass the host's netfilter; their sockets are redirected, so \
-                     that only SCTP to a pod of the same bridge needs it"
+                     that only SCTP, and calls left to packets, to a pod of the same bridge need it"
                 ),
             )
         } else {

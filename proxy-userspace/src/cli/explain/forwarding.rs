@@ -186,7 +186,7 @@ pub(super) fn unforwarded(explanation: &Explanation) -> Option<&'static str> {
     let is_requested = rules.any(|it| it.rule == "forwarding" && it.says.starts_with("whole"));
     is_requested.then_some(
         "eBPF has no rows for it, so this node translates its packets: it does not know the address of every node with \
-         endpoints (--watch-all-nodes), or serves without the packet path",
+         endpoints (--watch-all-nodes), serves without the packet path, or by nftables alone (--backend nft)",
     )
 }
 

@@ -83,7 +83,8 @@ fn client(it: &Explanation, port: Option<NonZeroU16>) -> String {
     let addresses: Vec<_> = client.addresses.iter().map(address).collect();
     let addresses = addresses.join(", ");
     match (client.kind, &client.pod) {
-        (ClientKind::Node, _) => format!("node {}", it.node),
+        (ClientKind::Node, Some(pod)) => format!("pod {pod} in the network of node {}", it.node),
+        (ClientKind::Node, None) => format!("node {}", it.node),
         (ClientKind::Pod, Some(pod)) => format!("pod {pod} ({addresses}) on node {}", it.node),
         (ClientKind::Pod, None) => {
             format!("a pod at {addresses}, if it is one of node {}: no endpoint has this address", it.node)

@@ -192,7 +192,7 @@ impl Decision {
         }
         match self.verdict {
             TraceVerdict::Redirected => endpoint,
-            TraceVerdict::NoEndpoints => "ECONNREFUSED: the Service has no endpoints".into(),
+            TraceVerdict::NoEndpoints => "ECONNREFUSED: no endpoint serves here".into(),
             TraceVerdict::NoRoom => "ENOBUFS: there is no room for the translation".into(),
             TraceVerdict::Excluded => "not translated: the process is excluded".into(),
             TraceVerdict::LeftToPackets => "not translated: left to nftables".into(),
