@@ -3,7 +3,7 @@
 //! Each frontend has one owner. The others lose this frontend and keep everything else. The owner is, in this order:
 //!
 //! 1. the Service whose cluster IP it is: no Service takes over the cluster IP of another one by listing it as its own
-//!    external IP (CVE-2020-8554);
+//!    external IP (CVE-2020-8554), also while that one is not served;
 //! 2. the older Service, by its creation timestamp; a Service without a timestamp counts as younger than any other;
 //! 3. the first by namespace, then by name.
 //!

@@ -96,7 +96,7 @@ fn ports_with_the_same_target_are_one_entry_per_endpoint() {
 }
 
 #[test]
-fn what_does_not_fit_claims_no_frontend() {
+fn what_does_not_fit_claims_nothing_but_its_cluster_ips() {
     let old = Service { external_ips: vec![[192, 0, 2, 1].into()], ..named("a", "x", 1) };
     let new = Service { external_ips: old.external_ips.clone(), ..named("bb", "y", 2) };
     let mut brain = brain(10, &[(&old, 4), (&new, 4)]);
@@ -126,6 +126,14 @@ fn nobody_takes_over_the_cluster_ip_of_a_service_that_does_not_fit() {
         rejected.iter().any(|it| it.starts_with("Service bb/y: ") && it.contains("Service a/x")),
         "{rejected:?}"
     );
+    // Also at a port that it does not have.
+    for port in [80, 81] {
+        let to = format!("{}:{port}", old.cluster_ips[0]);
+        let options = Options { max_namespace_entries: 10, ..Options::default() };
+        let explained =
+            explain(brain.cluster_state(), &options, "n1", &Query::parse(&["node", &to]).unwrap()).unwrap();
+        assert!(explained.service.is_none() && explained.reason.contains("does not fit"), "{explained:?}");
+    }
 }
 
 #[test]
