@@ -98,17 +98,19 @@ impl<'a> Search<'a> {
         let addresses: Vec<_> =
             addresses.iter().copied().filter(|it| has_family(service, Family::of(*it))).collect();
         let node_port = port.node_port.map(|it| own(&addresses, it)).unwrap_or_default();
-        let candidates = match self.client {
-            ClientKind::Outside => [external, node_port, cluster_ips],
-            ClientKind::Node | ClientKind::Pod => [cluster_ips, external, node_port],
+        let own = match self.client {
+            ClientKind::Outside => {
+                let reachable = [external, node_port].concat();
+                if reachable.is_empty() { cluster_ips } else { reachable }
+            }
+            ClientKind::Node | ClientKind::Pod => [cluster_ips, external, node_port].concat(),
         };
         // Without any of its own, it has lost its cluster IP, too.
-        let lost = state.cluster_ips.iter().map(|it| SocketAddr::new(*it, port.port.get()));
-        let all: Vec<_> = candidates.concat().into_iter().chain(lost).collect();
+        let lost = || Some(SocketAddr::new(*state.cluster_ips.first()?, port.port.get()));
         let has_its_family = |it: &&SocketAddr| {
             self.client_addresses.iter().any(|client| Family::of(*client) == Family::of(it.ip()))
         };
-        let address = all.iter().find(has_its_family).or(all.first()).copied();
+        let address = own.iter().find(has_its_family).or(own.first()).copied().or_else(lost);
         Ok((address.ok_or_else(|| self.unserved(service))?, port.protocol))
     }
 
@@ -205,7 +207,9 @@ impl<'a> Search<'a> {
             return known;
         }
         let name = format!("{address}/{protocol}");
-        let frontends = self.admission.owners.owned().filter(|(it, _)| it.address.is_some());
+        let frontends = self.admission.owners.owned();
+        let frontends =
+            frontends.filter(|(it, owner)| it.address.is_some() && !self.admission.is_refused(owner));
         let near = did_you_mean(&name, frontends.map(|(key, service)| format!("{key} ({service})")));
         let what = match self.node_address(address.ip()) {
             Some(NodeAddress::Unknown) | None => format!("no Service has the address {}", address.ip()),
