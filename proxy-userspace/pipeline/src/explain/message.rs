@@ -115,7 +115,7 @@ mod tests {
             node: "n1".into(),
             client: ExplainedClient {
                 kind,
-                pod: (kind == ClientKind::Pod).then(|| "a/b".into()),
+                pod: (kind != ClientKind::Outside).then(|| "a/b".into()),
                 addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
             },
             destination: "[fd00::10]:80".parse().unwrap(),
