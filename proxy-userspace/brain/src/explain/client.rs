@@ -1,6 +1,6 @@
 //! The client of a question, as the cluster knows it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use model::cluster::{ClusterState, Endpoint};
 
@@ -15,10 +15,7 @@ pub(super) fn find(
     client: &Client,
 ) -> Result<ExplainedClient, InvalidQuery> {
     let (kind, pod, addresses) = match client {
-        Client::Node => {
-            let addresses = cluster.nodes.get(node).map(|it| it.info.addresses.clone());
-            (ClientKind::Node, None, addresses.unwrap_or_default())
-        }
+        Client::Node => (ClientKind::Node, None, node_addresses(cluster, node).to_vec()),
         Client::Outside(address, _) => (ClientKind::Outside, None, address.iter().copied().collect()),
         Client::PodName(namespace, name, given) => {
             let name = format!("{namespace}/{name}");
@@ -51,10 +48,15 @@ pub(super) fn find(
         }
     };
     // A pod in the node's own network is served as a program of the node.
-    let own = cluster.nodes.get(node).map(|it| &it.info.addresses[..]).unwrap_or_default();
+    let own = node_addresses(cluster, node);
     let is_own = addresses.iter().any(|it| own.contains(it));
     let kind = if kind == ClientKind::Pod && is_own { ClientKind::Node } else { kind };
     Ok(ExplainedClient { kind, pod, addresses })
+}
+
+/// The addresses of a node; none if the cluster does not contain it.
+pub(super) fn node_addresses<'a>(cluster: &'a ClusterState, node: &str) -> &'a [IpAddr] {
+    cluster.nodes.get(node).map(|it| &it.info.addresses[..]).unwrap_or_default()
 }
 
 /// The endpoints that are of a pod, with its namespace and name.

@@ -14,6 +14,7 @@ use model::{
 };
 
 use super::{
+    client,
     explanation::{ClientKind, Verdict},
     query::{Destination, InvalidQuery, did_you_mean},
 };
@@ -93,10 +94,8 @@ impl<'a> Search<'a> {
         let cluster_ips = own(&state.cluster_ips, port.port);
         let external =
             [own(&state.load_balancer_ips, port.port), own(&state.external_ips, port.port)].concat();
-        let addresses =
-            self.cluster.nodes.get(self.node).map(|it| &it.info.addresses[..]).unwrap_or_default();
-        let addresses: Vec<_> =
-            addresses.iter().copied().filter(|it| has_family(service, Family::of(*it))).collect();
+        let addresses = client::node_addresses(self.cluster, self.node).iter().copied();
+        let addresses: Vec<_> = addresses.filter(|it| has_family(service, Family::of(*it))).collect();
         let node_port = port.node_port.map(|it| own(&addresses, it)).unwrap_or_default();
         let own = match self.client {
             ClientKind::Outside => {
