@@ -6,7 +6,7 @@ use model::cluster::ClusterState;
 /// zone only if a hint names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct NodeView<'a> {
-    /// Its name: an endpoint on the node of this name is local. None is local at a node without one.
+    /// The node's name: endpoints on the node of this name are local; without a name, none are.
     pub(crate) name: Option<&'a str>,
     /// Its zone, if it has the label: a node without a zone matches no zone hint.
     pub(crate) zone: Option<&'a str>,

@@ -18,7 +18,7 @@ pub struct AttachStatus {
 /// One hook of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookStatus {
-    /// Its name, such as `connect4`.
+    /// The name of the hook, such as `connect4`.
     pub name: &'static str,
     /// The kernel's id of our program, if a link of ours is pinned.
     pub program: Option<u32>,
